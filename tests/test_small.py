@@ -57,7 +57,7 @@ def test_pieces_of_rows_are_all_rows_in_order(rows: int, columns: int) -> None:
     matrix = torch.randn(rows, columns)
     pieces = small.row_pieces(matrix)
     assert torch.equal(torch.cat([matrix[some] for some in pieces]), matrix)
-    assert all(len(matrix[some]) == 1 or matrix[some].numel() <= small.PIECE for some in pieces)
+    assert all(len(matrix[some]) == 1 or matrix[some].numel() < 2 * small.PIECE for some in pieces)
 
 
 def test_products_by_pieces_are_those_of_the_whole(matrix: torch.Tensor) -> None:

@@ -48,12 +48,10 @@ class Means:
             sketches: [S, k] float64, finite. A zero row has no direction and changes nothing.
             min_weight: least weight of a new direction; of mean number n it is at least 1/n.
         """
-        parts = [
-            self._renewed(clients[some], sketches[some], min_weight)
-            for some in row_pieces(sketches)
-        ]
-        if len(parts) == 1:
-            return parts[0]
+        pieces = row_pieces(sketches)
+        if len(pieces) == 1:
+            return self._renewed(clients, sketches, min_weight)
+        parts = [self._renewed(clients[some], sketches[some], min_weight) for some in pieces]
         return Means(
             *(torch.cat(values) for values in zip(*(part.tensors for part in parts), strict=True))
         )
@@ -80,8 +78,12 @@ class Means:
 
     def put_(self, clients: Tensor, renewed: Means) -> None:
         """Replace the means of S clients."""
-        for some in row_pieces(renewed.numbers):
-            for value, new in zip(self.tensors, renewed.tensors, strict=True):
+        pieces = row_pieces(renewed.numbers)
+        for value, new in zip(self.tensors, renewed.tensors, strict=True):
+            if len(pieces) == 1:
+                value.index_copy_(0, clients, new)
+                continue
+            for some in pieces:
                 value.index_copy_(0, clients[some], new[some])
 
     def forget_(self, clients: Tensor) -> None:
@@ -94,13 +96,19 @@ class Means:
         return self.numbers, self.scales, self.counts
 
 
+def _squares(numbers: Tensor) -> Tensor:
+    pieces = row_pieces(numbers)
+    if len(pieces) == 1:
+        return numbers.float().square_().sum(dim=1)
+    return torch.cat([numbers[some].float().square_().sum(dim=1) for some in pieces])
+
+
 def inverse_norms(numbers: Tensor) -> Tensor:
     """Return 1 / |row|, 0 for rows of zeros: [n, k] int8 -> [n] float32.
 
     Squares and their sum are whole numbers below 2^24, so their float32 sum is exact.
     """
-    parts = row_pieces(numbers)
-    squares = torch.cat([numbers[some].float().square_().sum(dim=1) for some in parts])
+    squares = _squares(numbers)
     return torch.where(squares > 0.0, 1.0 / root(squares), 0.0)
 
 

@@ -59,8 +59,10 @@ class Policy(ABC):
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return ``matrix @ vector``, invariant to the thread count: [m, n], [n] -> [m]."""
-    some = row_pieces(matrix)
-    return torch.cat([(matrix[rows].contiguous() * vector).sum(dim=1) for rows in some])
+    parts = row_pieces(matrix)
+    if len(parts) == 1:
+        return (matrix.contiguous() * vector).sum(dim=1)
+    return torch.cat([(matrix[rows].contiguous() * vector).sum(dim=1) for rows in parts])
 
 
 def square_distances(gram: Tensor) -> Tensor:

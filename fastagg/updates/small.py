@@ -116,7 +116,7 @@ def pieces(vector: Tensor) -> tuple[Tensor, ...]:
 def row_pieces(matrix: Tensor) -> list[slice]:
     """Return slices of the rows of a matrix [n, k], of at least one each; see :func:`pieces`."""
     count, columns = max(1, len(matrix)), max(1, matrix.shape[1])
-    step = max(1, PIECE // columns) if matrix.device.type == "cpu" else count
+    step = max(1, (2 * PIECE - 1) // columns) if matrix.device.type == "cpu" else count
     return [slice(begin, begin + step) for begin in range(0, count, step)]
 
 

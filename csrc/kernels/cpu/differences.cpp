@@ -45,11 +45,11 @@ FASTAGG_INLINE void add_group(const T* const* rows, const float* base, const flo
     float room[G][kStep];
     widen_step(x, row, begin, count, room);
     float difference[G][kStep];
-    for (int g = 0; g < G; ++g) {
+    unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {  // written out: see Widen
       FASTAGG_WHOLE_VECTORS
       for (int64_t k = 0; k < count; ++k) difference[g][k] = x[g][k] - from[begin + k];
       for (int64_t k = count; k < kStep; ++k) difference[g][k] = 0.0f;
-    }
+    });
     FASTAGG_WHOLE_VECTORS
     for (int64_t k = 0; k < count; ++k) {
       const auto x = [&](int g) FASTAGG_INLINE_LAMBDA { return difference[g][k]; };

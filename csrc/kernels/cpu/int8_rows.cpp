@@ -132,7 +132,8 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
   float old_scale[G];
   double w[G], faded_weights[G] = {};
   const FadedTotal other = {faded.out, faded_weights, faded.fading};
-  for (int g = 0; g < G; ++g) {
+  // Written out for each row: see Widen.
+  unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
     scale[g] = scale_of<W>(updates[g] + column, n);
     update[g] = finite_block(updates[g] + column, scale[g]);
     own[g] = memory[g] + column;
@@ -143,17 +144,17 @@ FASTAGG_INLINE void remember(double* sums, int32_t* peaks, const float* const* u
     peaks[g] = std::max(peaks[g], magnitude_bits(127.0f * scale[g].step));
     w[g] = weights[g];
     if (faded.out) faded_weights[g] = faded.weights[g];
-  }
+  });
   for_steps(n, [&](int64_t begin, auto count) FASTAGG_INLINE_LAMBDA {
     alignas(64) float rows[G][kStep];
     alignas(64) float old[G][kStep];
-    for (int g = 0; g < G; ++g) {
+    unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
       prefetch_step(updates[g] + column + begin, kAhead, count);
       prefetch_step(own[g] + begin, kAhead, count);
       prefetch_step(out[g] + begin, kAhead, count);
       dequantize_step(old[g], own[g] + begin, old_scale[g], count);
       quantize_step<W>(out[g] + begin, rows[g], update[g] + begin, scale[g], count);
-    }
+    });
     add_both<W, G>(sums, sums, rows, old, w, other, begin, count);
   });
 }

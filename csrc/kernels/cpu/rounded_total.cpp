@@ -13,29 +13,53 @@ namespace {
 
 constexpr int kRows = 4;  // updates taken together, each with its memory row
 
+// bfloat16_bits of W numbers.
+template <int W>
+FASTAGG_INLINE Vec<uint32_t, W> rounded_bits(const Vec<float, W>& x) {
+  const Vec<uint32_t, W> bits = bits_of<W>(x);
+  const Vec<uint32_t, W> rounded = bits + 0x7fffu + (bits >> 16 & 1u);
+  return ((bits & 0x7fffffffu) > 0x7f800000u ? Vec<uint32_t, W>{} + 0x7fc00000u : rounded) &
+         0xffff0000u;
+}
+
+// The upper halves of the numbers of two vectors, in order. They stay in registers: a vector that
+// is read after two narrower ones were written to its place waits until these have left the core.
+template <int W, int... I>
+FASTAGG_INLINE Vec<uint16_t, 2 * W> upper_halves(const Vec<uint32_t, W>& first,
+                                                 const Vec<uint32_t, W>& second,
+                                                 std::integer_sequence<int, I...>) {
+  Vec<uint16_t, 2 * W> a, b;
+  std::memcpy(&a, &first, sizeof a);
+  std::memcpy(&b, &second, sizeof b);
+  return __builtin_shufflevector(a, b, (2 * I + 1)...);
+}
+
 // to = row rounded to Bfloat16, as floats, and kept = to, past the caches if `streamed`. kept may
 // be nullptr.
 template <int W, class Count>
 FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool streamed,
                                Count count) {
-  alignas(64) Bfloat16 room[kStep];
-  Bfloat16* const out = kept && !streamed ? kept : room;
-  const int64_t n = count;
-  FASTAGG_INDEPENDENT
-  for (int64_t k = 0; k < n; ++k) {
+  int64_t k = 0;
+  for (; k + 2 * W <= count; k += 2 * W) {
+    const Vec<uint32_t, W> first = rounded_bits<W>(load<W>(row + k)),
+                           second = rounded_bits<W>(load<W>(row + k + W));
+    std::memcpy(to + k, &first, sizeof first);
+    std::memcpy(to + k + W, &second, sizeof second);
+    if (!kept) continue;
+    const auto both = upper_halves<W>(first, second, std::make_integer_sequence<int, 2 * W>());
+    Vec<float, W> bytes;
+    std::memcpy(&bytes, &both, sizeof bytes);
+    auto* const out = reinterpret_cast<float*>(kept + k);
+    if (streamed)
+      stream<W>(out, bytes);
+    else
+      store<W>(out, bytes);
+  }
+  for (; k < count; ++k) {
     const uint32_t bits = bfloat16_bits(row[k]);
     to[k] = float_of_bits(bits);
-    out[k].bits = static_cast<uint16_t>(bits >> 16);
+    if (kept) kept[k].bits = static_cast<uint16_t>(bits >> 16);
   }
-  if (!kept || !streamed) return;
-  constexpr int64_t kNumbers = 2 * W;  // of a vector
-  int64_t k = 0;
-  for (; k + kNumbers <= count; k += kNumbers) {
-    Vec<float, W> bits;
-    std::memcpy(&bits, room + k, sizeof bits);
-    stream<W>(reinterpret_cast<float*>(kept + k), bits);
-  }
-  for (; k < count; ++k) kept[k] = room[k];
 }
 
 // sums = from + weight * (row - old) for n columns of G rows, as in memory_total; row is the update
@@ -68,7 +92,8 @@ struct RememberRounded {
       }
       alignas(64) float rows[G][kStep];
       alignas(64) float old[G][kStep];
-      for (int g = 0; g < G; ++g) {
+      // Written out for each row: see Widen.
+      unroll<G>([&](auto g) FASTAGG_INLINE_LAMBDA {
         const float* update = u[g] + begin;
         const Bfloat16* own = m[g] + begin;
         for (int64_t k = 0; k < count; ++k) old[g][k] = widened(own[k]);
@@ -79,7 +104,7 @@ struct RememberRounded {
         round_step<W>(update, rows[g], kept ? kept[g] + column + begin : nullptr, transfer.streamed,
                       count);
         largest[g].add(rows[g], count);
-      }
+      });
       add_both<W, G>(sums, from, rows, old, w, other, begin, count);
     });
     for (int g = 0; g < G; ++g) peaks[g] = std::max(peaks[g], largest[g].bits());
