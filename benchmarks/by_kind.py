@@ -29,8 +29,7 @@ it. Where the run was too noisy or busy, there is no verdict. "Absent": the cont
 installed. Empty: not measured.
 
 Tables were measured at the commits that the pages of the kinds name, and not always with the same
-contenders. That of `avx512-32` is older: it has no `ssyrk` and no numpy in steps, and its limit of
-memory rules is that of updating rows in place, not of writing new ones beside them."""
+contenders."""
 _MISSED, _OUT_OF_REACH = "missed", "out of reach"
 
 
