@@ -23,7 +23,6 @@ import numpy as np
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
-from fastagg.updates.small import PIECE
 
 RandomBytes = Callable[[int], bytes]
 """Number of bytes -> that many random bytes. Only tests use another one than ``os.urandom``."""
@@ -81,6 +80,9 @@ def add_noise_(vector: Tensor, std: float, random_bytes: RandomBytes = os.urando
         total /= grid
         np.rint(total, out=total)
         total *= grid
-        for some, numbers in zip(part.split(PIECE), tensor_of(total).split(PIECE), strict=True):
-            some.copy_(numbers)
+        if part.is_cpu:
+            with np.errstate(over="ignore"):
+                part.numpy()[:] = total
+        else:
+            part.copy_(tensor_of(total))
     return vector

@@ -83,7 +83,9 @@ def test_python_objects_do_not_grow_with_the_number_of_clients() -> None:
     """Lists of ids and groups take 8 bytes per client; one object per client would take 50."""
     traced_peak(100)  # fills the caches that any simulation fills
     few, many = 100, K // 4  # tracemalloc takes 100 µs for each
-    assert traced_peak(many) - traced_peak(few) < 40 * (many - few)
+    # The least of two: a peak also counts what other threads of the process allocate meanwhile.
+    most = min(traced_peak(many) for _ in range(2))
+    assert most - traced_peak(few) < 40 * (many - few)
 
 
 PEAKS = """
