@@ -75,14 +75,14 @@ def add_noise_(vector: Tensor, std: float, random_bytes: RandomBytes = os.urando
     grid = math.ldexp(1.0, exponent - _GRID)
     for part in vector.split(_BLOCK):
         total = standard_normal(len(part), random_bytes)  # NumPy starts no threads
-        total *= std
-        total += part.cpu().numpy()
-        total /= grid
-        np.rint(total, out=total)
-        total *= grid
-        if part.is_cpu:
-            with np.errstate(over="ignore"):
+        with np.errstate(all="ignore"):  # a sum beyond the range becomes infinite or NaN
+            total *= std
+            total += part.cpu().numpy()
+            total /= grid
+            np.rint(total, out=total)
+            total *= grid
+            if part.is_cpu:
                 part.numpy()[:] = total
-        else:
+        if not part.is_cpu:
             part.copy_(tensor_of(total))
     return vector

@@ -289,7 +289,7 @@ class ShardedAggregator:
             with self._ranks.succeeding_together("forgetting clients"):
                 restore = self.local._kept(ids)
                 self.local.forget(ids)
-        except BaseException:  # Ctrl-C as well: this rank may be the only one that has changed
+        except Exception:
             if restore is not None:
                 restore()
             raise

@@ -99,7 +99,7 @@ def rows_in_order(matrix: Tensor, order: Sequence[int]) -> Tensor:
     return memory.take_rows(matrix, order)
 
 
-PIECE = 1 << 14  # torch divides operations on 2^15 numbers or more among threads
+_PIECE = 1 << 14  # torch divides operations on 2^15 numbers or more among threads
 
 
 def pieces(vector: Tensor) -> tuple[Tensor, ...]:
@@ -108,16 +108,22 @@ def pieces(vector: Tensor) -> tuple[Tensor, ...]:
     Torch's threads are OpenMP's: an operation waits for all of them, on a busy machine for
     milliseconds. On a GPU there is one piece.
     """
-    if len(vector) <= PIECE or vector.device.type != "cpu":
+    if len(vector) <= _PIECE or vector.device.type != "cpu":
         return (vector,)
-    return vector.split(PIECE)
+    return vector.split(_PIECE)
 
 
 def row_pieces(matrix: Tensor) -> list[slice]:
-    """Return slices of the rows of a matrix [n, k], of at least one each; see :func:`pieces`."""
+    """Return slices of the rows of a matrix [n, k], so short that torch takes one thread for each.
+
+    Rows of 2^15 numbers or more are in one slice, because torch would divide each of them. See
+    :func:`pieces`.
+    """
     count, columns = max(1, len(matrix)), max(1, matrix.shape[1])
-    step = max(1, (2 * PIECE - 1) // columns) if matrix.device.type == "cpu" else count
-    return [slice(begin, begin + step) for begin in range(0, count, step)]
+    step = (2 * _PIECE - 1) // columns if matrix.is_cpu else 0
+    return (
+        [slice(begin, begin + step) for begin in range(0, count, step)] if step else [slice(None)]
+    )
 
 
 def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:

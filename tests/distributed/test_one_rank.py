@@ -299,26 +299,6 @@ def test_clients_of_mifa_client_withdraw_their_rows() -> None:
         ShardedAggregator("mifa", num_clients=K, num_params=D).withdraw(rows, [0, 1])
 
 
-def test_ctrl_c_while_other_ranks_forget_leaves_the_client(monkeypatch: pytest.MonkeyPatch) -> None:
-    agg = ShardedAggregator("mifa", num_clients=K, num_params=D)
-    agg.step(torch.zeros(D), torch.randn(2, D), [0, 2])
-    before = {name: value.clone() for name, value in agg.local.state_dict().items()}
-    agree = Ranks.agree
-
-    def interrupted(self: Ranks, what: str, *arguments: Any, **named: Any) -> None:
-        if what == "forgetting clients":  # this rank has forgotten the client, others may not have
-            assert agg.local.state_dict()["total"].ne(before["total"]).any()
-            raise KeyboardInterrupt
-        agree(self, what, *arguments, **named)
-
-    monkeypatch.setattr(Ranks, "agree", interrupted)
-    with pytest.raises(KeyboardInterrupt):
-        agg.forget([2])
-    after = agg.local.state_dict()
-    assert after.keys() == before.keys()
-    assert all(torch.equal(after[name], value) for name, value in before.items())
-
-
 def test_flushing_denormals_does_not_change_what_is_saved(tmp_path: Path) -> None:
     """Rows that have a reference are computed as they are written."""
     agg = ShardedAggregator("mimic", num_clients=K, num_params=D)

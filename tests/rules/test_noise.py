@@ -291,6 +291,14 @@ def test_a_refused_step_changes_nothing(
     assert agg.last_report is report
 
 
+def test_a_step_whose_noise_is_no_number_is_an_error_without_warnings() -> None:
+    agg = fastagg.make("fedavg", num_clients=4, num_params=3, clip_norm=1e-320, noise_multiplier=1)
+    params = torch.ones(3)
+    with pytest.raises(ValueError, match="the step could leave the range of float32"):
+        agg.step(params, torch.full((2, 3), 1e-3), [0, 1])
+    assert params.tolist() == [1.0] * 3
+
+
 def test_mifa_releases_its_memory_in_rounds_without_clients() -> None:
     agg, params = make("mifa", {}, clip_norm=1.0, noise_multiplier=1.0), torch.zeros(D)
     agg.step(params, torch.ones(K, D), range(K))

@@ -22,8 +22,8 @@ FASTAGG_INLINE Vec<uint32_t, W> rounded_bits(const Vec<float, W>& x) {
          0xffff0000u;
 }
 
-// The upper halves of the numbers of two vectors, in order. They stay in registers: a vector that
-// is read after two narrower ones were written to its place waits until these have left the core.
+// The upper halves of the numbers of two vectors, in order. They are joined in registers: to write
+// two halves to memory and to read them as one vector makes the processor wait for the writes.
 template <int W, int... I>
 FASTAGG_INLINE Vec<uint16_t, 2 * W> upper_halves(const Vec<uint32_t, W>& first,
                                                  const Vec<uint32_t, W>& second,
@@ -47,13 +47,13 @@ FASTAGG_INLINE void round_step(const float* row, float* to, Bfloat16* kept, bool
     std::memcpy(to + k + W, &second, sizeof second);
     if (!kept) continue;
     const auto both = upper_halves<W>(first, second, std::make_integer_sequence<int, 2 * W>());
-    Vec<float, W> bytes;
-    std::memcpy(&bytes, &both, sizeof bytes);
-    auto* const out = reinterpret_cast<float*>(kept + k);
-    if (streamed)
-      stream<W>(out, bytes);
-    else
-      store<W>(out, bytes);
+    if (streamed) {
+      Vec<float, W> bytes;
+      std::memcpy(&bytes, &both, sizeof bytes);
+      stream<W>(reinterpret_cast<float*>(kept + k), bytes);
+    } else {
+      std::memcpy(kept + k, &both, sizeof both);
+    }
   }
   for (; k < count; ++k) {
     const uint32_t bits = bfloat16_bits(row[k]);
