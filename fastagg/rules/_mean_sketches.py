@@ -11,7 +11,7 @@ from torch import Tensor
 
 from fastagg import ops
 from fastagg.checkpoint import invariants
-from fastagg.updates.small import root, rounded_, row_pieces
+from fastagg.updates.small import by_row_pieces, root, rounded_, row_pieces
 
 _MOST = 127  # largest magnitude in a row of means
 _MOST_COUNT = (1 << 31) - 1
@@ -78,12 +78,8 @@ class Means:
 
     def put_(self, clients: Tensor, renewed: Means) -> None:
         """Replace the means of S clients."""
-        pieces = row_pieces(renewed.numbers)
-        for value, new in zip(self.tensors, renewed.tensors, strict=True):
-            if len(pieces) == 1:
-                value.index_copy_(0, clients, new)
-                continue
-            for some in pieces:
+        for some in row_pieces(renewed.numbers):
+            for value, new in zip(self.tensors, renewed.tensors, strict=True):
                 value.index_copy_(0, clients[some], new[some])
 
     def forget_(self, clients: Tensor) -> None:
@@ -96,19 +92,12 @@ class Means:
         return self.numbers, self.scales, self.counts
 
 
-def _squares(numbers: Tensor) -> Tensor:
-    pieces = row_pieces(numbers)
-    if len(pieces) == 1:
-        return numbers.float().square_().sum(dim=1)
-    return torch.cat([numbers[some].float().square_().sum(dim=1) for some in pieces])
-
-
 def inverse_norms(numbers: Tensor) -> Tensor:
     """Return 1 / |row|, 0 for rows of zeros: [n, k] int8 -> [n] float32.
 
     Squares and their sum are whole numbers below 2^24, so their float32 sum is exact.
     """
-    squares = _squares(numbers)
+    squares = by_row_pieces(numbers, lambda rows: rows.float().square_().sum(dim=1))
     return torch.where(squares > 0.0, 1.0 / root(squares), 0.0)
 
 

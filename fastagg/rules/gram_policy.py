@@ -16,12 +16,11 @@ from __future__ import annotations
 from abc import ABC, abstractmethod
 
 import numpy as np
-import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 from fastagg.ops.memory import tensor_of
-from fastagg.updates.small import row_pieces
+from fastagg.updates.small import by_row_pieces
 
 
 class Policy(ABC):
@@ -59,10 +58,7 @@ class Policy(ABC):
 
 def times(matrix: Tensor, vector: Tensor) -> Tensor:
     """Return ``matrix @ vector``, invariant to the thread count: [m, n], [n] -> [m]."""
-    parts = row_pieces(matrix)
-    if len(parts) == 1:
-        return (matrix.contiguous() * vector).sum(dim=1)
-    return torch.cat([(matrix[rows].contiguous() * vector).sum(dim=1) for rows in parts])
+    return by_row_pieces(matrix, lambda rows: (rows.contiguous() * vector).sum(dim=1))
 
 
 def square_distances(gram: Tensor) -> Tensor:

@@ -8,7 +8,7 @@ torch.from_numpy ends the process.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 import torch
@@ -119,11 +119,21 @@ def row_pieces(matrix: Tensor) -> list[slice]:
     Rows of 2^15 numbers or more are in one slice, because torch would divide each of them. See
     :func:`pieces`.
     """
-    count, columns = max(1, len(matrix)), max(1, matrix.shape[1])
-    step = (2 * _PIECE - 1) // columns if matrix.is_cpu else 0
-    return (
-        [slice(begin, begin + step) for begin in range(0, count, step)] if step else [slice(None)]
-    )
+    step = (2 * _PIECE - 1) // max(1, matrix.shape[1])
+    if len(matrix) <= step or step == 0 or not matrix.is_cpu:
+        return [slice(None)]
+    return [slice(begin, begin + step) for begin in range(0, len(matrix), step)]
+
+
+def by_row_pieces(matrix: Tensor, compute: Callable[[Tensor], Tensor]) -> Tensor:
+    """Return ``compute(matrix)``, computed for one of :func:`row_pieces` at a time.
+
+    ``compute`` maps rows [m, k] to [m, ...]; a result depends on its own row alone.
+    """
+    slices = row_pieces(matrix)
+    if len(slices) == 1:
+        return compute(matrix)
+    return torch.cat([compute(matrix[some]) for some in slices])
 
 
 def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
@@ -157,7 +167,7 @@ def lowest(x: Tensor) -> float:
 
 
 def clamped_(x: Tensor, low: float, high: float) -> Tensor:
-    """Limit float numbers in place to ``low`` to ``high``; see :func:`zeros`."""
+    """Clamp float numbers in place to the range from ``low`` to ``high``; see :func:`zeros`."""
     if x.device.type != "cpu":
         return x.clamp_(low, high)
     with np.errstate(all="ignore"):

@@ -50,7 +50,7 @@ for name, options, agg, S, updates, params, cohorts in cases:
     while others() > before and time.monotonic() < end:
         time.sleep(0.05)
     if others() > before:
-        print(name, S, options)  # which operation it is: torch.profiler, with record_shapes
+        print(name, S, options)  # torch.profiler with record_shapes=True names the operation
         sys.exit(1)
 """
 
