@@ -98,29 +98,6 @@ FASTAGG_INLINE void keep_far(float* to, const T& x) {
     stream<N>(to, x);
 }
 
-// Adds one of the products of a sum in float32.
-//
-// The first product is rounded, and all others may be fused with their additions. Left to itself, a
-// compiler fuses either one of the first two products. GCC chose differently for vectors and for
-// single columns, and where it computed two products of single columns as one vector, it fused
-// none.
-template <class T>
-FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
-  if (first)
-    *sum = opaque(weight * x);
-  else if constexpr (std::is_same_v<T, float>)
-    *sum += weight * opaque(x);
-  else
-    *sum += weight * x;
-}
-
-// The row whose product is added as number i. Row 1 comes first, because recorded results depend on
-// it: GCC rounded its product, before the order was written down.
-template <int G>
-constexpr int row_in_order(int i) {
-  return G > 1 && i < 2 ? 1 - i : i;
-}
-
 // sums += sum_g weights[g] * element(g, k) for G rows in float32, and for the columns of a step of
 // for_even_steps. If kStream, also peaks = the largest magnitudes of rows, and kept = rows, past
 // the caches.
@@ -144,7 +121,7 @@ FASTAGG_INLINE void add_step(const Sums& sums, const Element& element, const flo
       unroll<kVectors>([&](auto v) FASTAGG_INLINE_LAMBDA {
         const int64_t at = k + v * kLanes;
         const auto row = element(g, at, lanes);
-        add_product(&sum[v], i == 0, weights[g], row);
+        add_product<W>(&sum[v], i == 0, weights[g], row);
         if constexpr (kStream) {
           peak.add(row);
           keep_far<kLanes>(kept[g] + at, row);

@@ -150,8 +150,8 @@ FASTAGG_INLINE T multiply_add(T x, T y, T z) {
 }
 
 // sum_g weights[g] * x(g) for G numbers, in float32. The product of number 1 is the rounded one,
-// because recorded results depend on it: GCC chose it, before the choice was written down. The sums
-// of vectors in mimic.cpp have the same order.
+// because recorded results depend on it: GCC chose it, before the choice was written down. Sums of
+// vectors have the same order: see row_in_order.
 template <int W, int G, class Number>
 FASTAGG_INLINE float sum_of_products(const float* weights, const Number& x) {
   if constexpr (G == 1) {
@@ -161,6 +161,38 @@ FASTAGG_INLINE float sum_of_products(const float* weights, const Number& x) {
     for (int g = 2; g < G; ++g) sum = multiply_add<W>(weights[g], x(g), sum);
     return sum;
   }
+}
+
+// Adds one of the products of a sum in float32, of vectors or numbers.
+//
+// The first product is rounded, and all others are fused with their additions, if the instruction
+// set with W lanes can do that. Left to itself, a compiler fuses either one of the first two
+// products. GCC chose differently for vectors and for single columns; where it computed two
+// products of single columns as one vector, or optimized little, it fused none.
+template <int W, class T>
+FASTAGG_INLINE void add_product(T* sum, bool first, float weight, const T& x) {
+  if (first) {
+    *sum = opaque(weight * x);
+  } else if constexpr (std::is_same_v<T, float>) {
+    *sum = multiply_add<W>(weight, x, *sum);
+  } else {
+#if defined(FASTAGG_X86)
+    if constexpr (W > 4) {
+      // In all lanes. A sum with zeros would lose the sign of -0.
+      const T factor = weight - T{};
+      asm("vfmadd231ps %2, %1, %0" : "+v"(*sum) : "v"(factor), "vm"(x));
+      return;
+    }
+#endif
+    *sum += weight * x;
+  }
+}
+
+// The row of G whose product add_product adds as number i. Row 1 comes first, as in
+// sum_of_products.
+template <int G>
+constexpr int row_in_order(int i) {
+  return G > 1 && i < 2 ? 1 - i : i;
 }
 
 // The bits of floats.

@@ -99,13 +99,11 @@ struct WeightedSum {
   template <int W, int R>
   FASTAGG_INLINE void take(float* to, const Vec<float, W> (&x)[R]) const {
     Vec<float, W> sum;
-    if constexpr (kAdded) {
-      sum = load<W>(to);
-      sum += weights[0] * x[0];
-    } else {
-      sum = weights[0] * x[0];
-    }
-    unroll<R - 1>([&](auto r) FASTAGG_INLINE_LAMBDA { sum += weights[r + 1] * x[r + 1]; });
+    if constexpr (kAdded) sum = load<W>(to);
+    unroll<R>([&](auto i) FASTAGG_INLINE_LAMBDA {
+      constexpr int r = kAdded ? i() : row_in_order<R>(i());
+      add_product<W>(&sum, !kAdded && i == 0, weights[r], x[r]);
+    });
     store<W>(to, sum);
   }
 };
