@@ -17,7 +17,7 @@ import pytest
 from fastagg_sim.cli import main
 from tests.scripts import HANG
 
-ROUNDS = 300  # a second or two, of which the first checkpoint takes 0.2: time to be interrupted
+ROUNDS = 500  # seconds, of which the first checkpoint takes 0.2: time to be interrupted
 RUN = [
     "run",
     *("--rules", "fdms", "mifa", "--model", "logistic", "--rounds", str(ROUNDS)),
@@ -26,9 +26,13 @@ RUN = [
 ]
 
 
-def heed_sigint() -> None:
-    """Restore SIGINT: shells make background jobs and all their children ignore it."""
+def prepare() -> None:
+    """Restore SIGINT, which background jobs of shells ignore, and let the test go before the run.
+
+    Else, on a busy machine, the run can end before the test has seen its checkpoints.
+    """
     signal.signal(signal.SIGINT, signal.SIG_DFL)
+    os.nice(19)
 
 
 @contextmanager
@@ -40,7 +44,7 @@ def started(out: Path) -> Iterator[subprocess.Popen[str]]:
         stderr=subprocess.STDOUT,
         text=True,
         start_new_session=True,
-        preexec_fn=heed_sigint,
+        preexec_fn=prepare,
     ) as process:
         try:
             yield process
