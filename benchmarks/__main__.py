@@ -159,24 +159,36 @@ def main(arguments: Sequence[str] | None = None) -> None:
         module.run(namespace, console)
     elif namespace.command == "main":
         namespace.out = namespace.out or RESULTS
-        rows = [row for name in ("ops", "steps") for row in _time(name, namespace, console)]
-        if namespace.csv:
-            report.write_csv(namespace.csv, report.measured_here(rows))
+        _time(["ops", "steps"], namespace, console)
         _draw(namespace.out / kind(), console)
     else:
-        rows = _time(namespace.command, namespace, console)
-        if namespace.csv:
-            report.write_csv(namespace.csv, report.measured_here(rows))
+        _time([namespace.command], namespace, console)
 
 
-def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Row]:
+def _time(names: Sequence[str], namespace: argparse.Namespace, console: Console) -> None:
+    """Run suites and write what they measured, even if Ctrl-C stops one of them."""
+    rows: list[Row] = []
+    complete = True
+    for name in names:
+        found = _time_suite(name, namespace, console)
+        rows += found.rows
+        complete = found.complete
+        if not complete:
+            break
+    if namespace.csv and rows:
+        report.write_csv(namespace.csv, report.measured_here(rows))
+    if not complete:
+        raise SystemExit(STOPPED)
+
+
+def _time_suite(name: str, namespace: argparse.Namespace, console: Console) -> options.Results:
     chosen = options.parse(namespace)
     if name in ("steps", "columns"):
         peers.announce(console)
     results = options.run(_CASES[name](chosen), chosen, console)
     rows = results.rows
     if not rows and not results.complete:
-        raise SystemExit(STOPPED)
+        return results
     if not rows:
         raise SystemExit(f"--only: no comparison of {name} contains {chosen.only!r} in its name")
     title = f"{report.TITLES[name]}: {chosen.threads} threads, medians of {chosen.repeats}"
@@ -191,9 +203,7 @@ def _time(name: str, namespace: argparse.Namespace, console: Console) -> list[Ro
         report.write_csv(table, measured)
         report.write_table_page(table)
         console.print(f"written: {name}.csv and {name}.md in {folder}")
-    if not results.complete:
-        raise SystemExit(STOPPED)
-    return rows
+    return results
 
 
 def _accuracy(namespace: argparse.Namespace, console: Console) -> None:

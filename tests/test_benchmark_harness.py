@@ -407,19 +407,22 @@ def test_ctrl_c_keeps_what_was_measured(
     cases = [options.Case(op, 3, 1000, lambda S, d: comparison()) for op in ("gram", "mimic_")]
     monkeypatch.setattr(options, "_timed", measured)
     monkeypatch.setitem(entry._CASES, "ops", lambda _: cases)
-    arguments = ["ops", "--quick", "--threads", "1", "--out", str(tmp_path)]
+    copy = tmp_path / "here.csv"
+    arguments = ["ops", "--quick", "--threads", "1", "--out", str(tmp_path), "--csv", str(copy)]
     with pytest.raises(SystemExit) as stop:
         entry.main(arguments)
     assert stop.value.code == 130
+    assert {one.row.op for one in report.read_csv(copy)} == {"gram"}
     assert "stopped: 1 of 2 comparisons are measured" in capsys.readouterr().out
     old = {one.row.op: one.about.get("commit") == "old" for one in report.read_csv(table)}
     assert old == {"gram": False, "mimic_": True}
 
     del cases[0]  # nothing was measured: nothing is written
     before = table.read_bytes()
+    copy.unlink()
     with pytest.raises(SystemExit) as stop:
         entry.main(arguments)
-    assert stop.value.code == 130 and table.read_bytes() == before
+    assert stop.value.code == 130 and table.read_bytes() == before and not copy.exists()
 
 
 @pytest.mark.parametrize(
