@@ -3,8 +3,11 @@
 
 from __future__ import annotations
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from fastagg.ops.memory import tensor_of
 
 
 def _places(device: torch.device) -> Tensor:
@@ -65,6 +68,12 @@ def pick(bits: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         bool [R, C].
     """
     rows, columns = rows.to(bits.device), columns.to(bits.device)
+    if bits.is_cpu:  # torch would start threads for 2^15 pairs, and they would spin afterwards
+        place = columns.numpy()
+        flags = bits.numpy()[rows.numpy()].take(place // 8, axis=1)
+        flags >>= (place % 8).astype(np.uint8)
+        flags &= 1
+        return tensor_of(flags.view(np.bool_))
     return (bits[rows][:, columns // 8] & _places(bits.device)[columns % 8]).ne(0)
 
 

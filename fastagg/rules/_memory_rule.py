@@ -36,7 +36,7 @@ from fastagg.rules._interval_state import Intervals
 from fastagg.staleness import none_but_constant
 from fastagg.updates.allocation import allocate_vector
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import copy_in_pieces_, pieces, uninitialized
+from fastagg.updates.small import copy_in_pieces_, scale_in_pieces_, uninitialized
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -242,8 +242,7 @@ class MemoryRule(Aggregator[MemoryPlan, Remembered]):
         if not cohort.ids:
             copy_in_pieces_(self._next_total, total)
             if plan.faded is not None:
-                for part, numbers in zip(pieces(plan.faded), pieces(total), strict=True):
-                    torch.mul(numbers, plan.fading, out=part)
+                scale_in_pieces_(plan.faded, total, plan.fading)
             return []
         ids, memory = cohort.ids, self.memory
         renewed = set(plan.expired).intersection(ids)  # their old rows have left the total

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from fastagg.checkpoint import invariants
 from fastagg.options import FLOAT32_LIMIT, MOST, read_count
+from fastagg.updates.small import copy_in_pieces_
 
 RECENT = "recent"
 """Name of the state that has columns."""
@@ -53,7 +54,7 @@ class RecentAggregates:
         """Note the aggregate [d] of round t; None: the round was skipped. Allocates nothing."""
         self.before[t % len(self.before)] = self.count
         if aggregate is not None:
-            self.recent[int(self.count) % len(self.recent)].copy_(aggregate)
+            copy_in_pieces_(self.recent[int(self.count) % len(self.recent)], aggregate)
             self.count += 1
 
     def state(self) -> dict[str, Tensor]:

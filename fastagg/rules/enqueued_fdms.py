@@ -22,6 +22,7 @@ from fastagg.rules._share_cap import even_parts, round_cap
 from fastagg.rules.fdms import FDMS
 from fastagg.signals import SignalsDeferred
 from fastagg.updates.columns import Columns
+from fastagg.updates.small import either_way
 
 
 class EnqueuedFDMS:
@@ -143,7 +144,7 @@ class EnqueuedFDMS:
         wanted = None
         if agg.candidates is not None:
             needed = bits.pick(agg.candidates, clients, clients).fill_diagonal_(False)
-            wanted = needed | needed.T
+            wanted = either_way(needed)
         if agg.max_share is None:
             friends = ops.select_friends(agg.scores, agg.counts, active, agg.candidates)
             weights = self._weights(friends, clients)

@@ -26,7 +26,7 @@ from fastagg.rules._substitution import SubstitutionRule
 from fastagg.rules.thresholds import Threshold, read_threshold, value_at
 from fastagg.staleness import discounted
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import flags_of, on, on_cpu
+from fastagg.updates.small import both, count_true, either_way, equal_pairs, flags_of, on, on_cpu
 
 if TYPE_CHECKING:
     from typing_extensions import Unpack
@@ -152,16 +152,15 @@ class FDMS(SubstitutionRule[Substitution, Scored]):
         if self.candidates is not None:
             needed = bits.pick(self.candidates, clients, clients).fill_diagonal_(False)
         if cohort.ages is not None:
-            ages = cohort.ages.to(self.device)
-            of_one_model = (ages[:, None] == ages).fill_diagonal_(False)
-            needed = of_one_model if needed is None else needed & of_one_model
+            of_one_model = equal_pairs(cohort.ages.to(self.device))
+            needed = of_one_model if needed is None else both(needed, of_one_model)
         t = count_of(self.rounds) + 1
         weights, friends = self._substitute(cohort)
         return Substitution(
             discounted(weights, cohort, self.staleness),
             friends=friends,
-            pairs=size * (size - 1) if needed is None else int(needed.count_nonzero()),
-            wanted=None if needed is None else needed | needed.T,  # scores are symmetric
+            pairs=size * (size - 1) if needed is None else count_true(needed),
+            wanted=None if needed is None else either_way(needed),  # scores are symmetric
             t=t,
             threshold=self.threshold(t),
         )

@@ -142,6 +142,12 @@ def copy_in_pieces_(to: Tensor, vector: Tensor) -> None:
         part.copy_(source)
 
 
+def scale_in_pieces_(to: Tensor, vector: Tensor, factor: float) -> None:
+    """Set ``to`` [d] to ``factor * vector`` [d] in the dtype of ``vector``, in :func:`pieces`."""
+    for part, source in zip(pieces(to), pieces(vector), strict=True):
+        torch.mul(source, factor, out=part)
+
+
 def root(x: Tensor) -> Tensor:
     """Return the square roots of float numbers.
 
@@ -156,6 +162,34 @@ def scale_pairs_(matrix: Tensor, factors: Tensor) -> None:
     numbers = factors.numpy() if matrix.is_cpu else factors
     with np.errstate(all="ignore"):  # torch does not warn of NaN or Inf
         products *= numbers[:, None] * numbers
+
+
+def equal_pairs(x: Tensor) -> Tensor:
+    """Return bool [n, n]: which of n numbers are equal, except to themselves; see :func:`zeros`."""
+    if not x.is_cpu:
+        return (x[:, None] == x).fill_diagonal_(False)
+    numbers = x.numpy()
+    equal = np.equal.outer(numbers, numbers)
+    np.fill_diagonal(equal, False)
+    return tensor_of(equal)
+
+
+def both(x: Tensor, y: Tensor) -> Tensor:
+    """Return ``x & y`` of two bool tensors; see :func:`zeros`."""
+    return tensor_of(x.numpy() & y.numpy()) if x.is_cpu else x & y
+
+
+def either_way(matrix: Tensor) -> Tensor:
+    """Return ``matrix | matrix.T`` of a bool matrix [n, n]; see :func:`zeros`."""
+    if not matrix.is_cpu:
+        return matrix | matrix.T
+    flags = matrix.numpy()
+    return tensor_of(flags | flags.T)
+
+
+def count_true(x: Tensor) -> int:
+    """Return the number of True in a bool tensor; see :func:`zeros`."""
+    return int(np.count_nonzero(x.numpy())) if x.is_cpu else int(x.count_nonzero())
 
 
 def lowest(x: Tensor) -> float:

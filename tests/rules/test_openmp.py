@@ -34,6 +34,11 @@ def rules(S, d):
     for similarity in ("cosine", "distance"):
         options = {"sketch": 1024, "similarity": similarity}
         yield "fdms", options, fastagg.make("fdms", num_clients=2 * S, num_params=d, **options)
+    options = {"elimination": "released_case1", "staleness": "constant"}
+    yield "fdms", options, fastagg.make("fdms", num_clients=2 * S, num_params=d, **options)
+    for dtype, bound in [("int8", "clip_norm"), ("bfloat16", "max_norm")]:  # half are long
+        options = {"memory_dtype": dtype, bound: 0.01 * (d - 2) ** 0.5}
+        yield "mifa", options, fastagg.make("mifa", num_clients=2 * S, num_params=d, **options)
 
 torch.set_num_threads(1)  # making the operands starts none
 cases = []
@@ -45,7 +50,8 @@ torch.set_num_threads(2)
 before = others()
 for name, options, agg, S, updates, params, cohorts in cases:
     for cohort in cohorts:
-        agg.step(params, updates, cohort)
+        late = torch.arange(S) % 2 if "staleness" in options else None
+        agg.step(params, updates, cohort, ages=late)
     end = time.monotonic() + 20.0  # a new helper has no name until it runs
     while others() > before and time.monotonic() < end:
         time.sleep(0.05)
