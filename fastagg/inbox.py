@@ -86,13 +86,31 @@ class Answers:
             params: [d] float32; changed in place.
 
         Raises:
+            RuntimeError: the step of these answers has ended. Those that were not used wait in the
+                inbox, from where they can be taken again.
+            TypeError: ``aggregator`` is something else.
             Exception: what :meth:`fastagg.Aggregator.step` raises.
         """
-        before = aggregator.committed
+        self._check_open()
+        used = False
         try:
-            return aggregator.step(params, self.updates, self.clients, ages=self.ages)
+            before = getattr(aggregator, "committed", None)
+            if not isinstance(before, int):
+                raise TypeError(
+                    "aggregator: expected an aggregator of fastagg.make, got "
+                    f"{type(aggregator).__name__}; for others, write `with answers as (updates, "
+                    "clients, ages):` around the step"
+                )
+            try:
+                return aggregator.step(params, self.updates, self.clients, ages=self.ages)
+            finally:
+                used = aggregator.committed != before
         finally:
-            self.finish(used=aggregator.committed != before)
+            self.finish(used=used)
+
+    def _check_open(self) -> None:
+        if not self._taken:
+            raise RuntimeError("answers: their step has ended; take answers from the inbox again")
 
     def finish(self, *, used: bool | Sequence[bool]) -> None:
         """End the step, if a caller makes it itself; a second call does nothing.
@@ -109,6 +127,7 @@ class Answers:
         self._inbox._finish(self._taken, self._round, each)
 
     def __enter__(self) -> tuple[list[Tensor], list[Any], list[int]]:
+        self._check_open()
         return self.updates, self.clients, self.ages
 
     def __exit__(
@@ -133,10 +152,10 @@ class Inbox:
     inbox. An answer counts exactly once in the model of a checkpoint, whenever the process ends, if
     each checkpoint holds model, rule and the number of rounds t, and
 
-    1. after it was written, ``settle(t)`` is called;
-    2. after a restart from it, the inbox is made with ``round=t``, and answers to models that came
-       after the checkpoint, which are lost, are removed:
-       ``inbox.discard(lambda client, round: round > t)``.
+    1. after it was written, ``settle(t)`` is called, with the t of the oldest checkpoint from which
+       a restart shall be possible;
+    2. after a restart from it, the inbox is made with ``round=t`` and ``lost_from=t + 1``: models
+       that came after the checkpoint are lost, so answers to them are removed.
 
     The files of used answers are kept until then, because a restart from an older checkpoint needs
     them again. A damaged file is reported in ``damaged`` and stays where it is.
@@ -156,10 +175,14 @@ class Inbox:
         folder: folder for the files; created if it does not exist. Only one inbox may use it. None:
             answers are in memory only.
         round: the number of rounds so far; see above.
+        lost_from: with ``folder``: answers in it to this round and later ones are deleted, before
+            one of them replaces another answer of its client; see above. None: all wait.
         run: text that names the run, with ``folder``: one with answers of another run is refused.
 
     Attributes:
         dropped: number of answers that ``full="oldest"`` dropped, in this process.
+        lost: client and round of the answers that ``lost_from`` deleted, in the order of their
+            arrival.
         damaged: why files could not be read, by name.
 
     Raises:
@@ -179,6 +202,7 @@ class Inbox:
         finite: bool = False,
         folder: str | os.PathLike[str] | None = None,
         round: int = 0,
+        lost_from: int | None = None,
         run: str = "",
     ) -> None:
         self.num_clients = None if num_clients is None else read_size("num_clients", num_clients)
@@ -193,7 +217,11 @@ class Inbox:
             raise TypeError(f"run: expected a str, got {run!r}")
         self.run = run
         rounds = _read_round(round)
+        first_lost = (
+            None if lost_from is None else read_count("lost_from", lost_from, least=0, most=MOST)
+        )
         self.dropped = 0
+        self.lost: list[tuple[Any, int]] = []
         self.damaged: dict[str, str] = {}
         self._changed = threading.Condition()
         self._waiting: dict[int, StoredAnswer] = {}  # by serial number, ascending
@@ -204,16 +232,23 @@ class Inbox:
         if folder is not None:
             self._files = AnswerFiles(folder)
             try:
-                self._load(self._files, rounds)
+                self._load(self._files, rounds, first_lost)
             except BaseException:
                 self._files.close()
                 raise
 
-    def _load(self, files: AnswerFiles, rounds: int) -> None:
+    def _load(self, files: AnswerFiles, rounds: int, first_lost: int | None) -> None:
         found, self.damaged, self._next = files.load(
             self.num_clients, self.num_params, rounds, self.run
         )
-        for answer in found:  # two of a client are there if the process ended between two calls
+        if first_lost is not None:
+            lost = [answer for answer in found if answer.round >= first_lost]
+            files.delete(lost)
+            self.lost = [(answer.client, answer.round) for answer in lost]
+            found = [answer for answer in found if answer.round < first_lost]
+        # Two of a client are there if the process ended between two calls, or if steps used them
+        # after the checkpoint.
+        for answer in found:
             older = self._replaced_by(answer)
             if older is None:
                 files.delete([answer])
@@ -481,7 +516,8 @@ class Inbox:
         """Delete the files of the answers that were used before ``round``.
 
         Args:
-            round: the number of rounds of the checkpoint that was written last.
+            round: the number of rounds of the oldest checkpoint from which a restart shall be
+                possible.
 
         Raises:
             OSError: a file cannot be deleted.

@@ -98,6 +98,10 @@ def test_a_failed_step_leaves_the_answers(tmp_path: Path) -> None:
         with pytest.raises(ValueError, match="staleness"):
             answers.step(agg, params)
         assert inbox.waiting() == [(3, 1), (1, 1)] and params.tolist() == [0.0] * D
+        with pytest.raises(RuntimeError, match="their step has ended"):  # they would count twice
+            answers.step(agg, params)
+        with pytest.raises(RuntimeError, match="their step has ended"), answers:
+            pass
         inbox.put(3, row(5.0), round=2)  # newer than the answer that goes back
         again = inbox.take(2, round=2)
         assert again is not None and (again.clients, again.ages) == ([1, 3], [1, 0])
@@ -110,6 +114,16 @@ def test_a_failed_step_leaves_the_answers(tmp_path: Path) -> None:
         third.step(agg, params)
         assert params.tolist() == [6.5] * D and len(inbox) == 0
         inbox.close()
+
+
+def test_answers_wait_again_after_a_step_of_something_else() -> None:
+    inbox = make(capacity=1)
+    inbox.put(0, row(2.0), round=1)
+    answers = inbox.take(round=2)
+    assert answers is not None
+    with pytest.raises(TypeError, match=r"aggregator: expected an aggregator .*, got Inbox; "):
+        answers.step(inbox, torch.zeros(D))  # type: ignore[arg-type]
+    assert inbox.waiting() == [(0, 1)]
 
 
 def test_a_step_that_took_effect_uses_the_answers_up() -> None:

@@ -80,6 +80,7 @@ class LateAnswers:
         self._layout: WireLayout | None = None
         self._inbox: Inbox | None = None
         self._rejected: dict[tuple[str, int], str] = {}  # by sender and round
+        self._saved: list[int] = []  # finished rounds of the last checkpoints of this process
         self._damaged: dict[str, str] = {}  # files in the folder, for the first report
         self._lock = threading.RLock()  # RLock: a signal may save a checkpoint while it is held
 
@@ -93,7 +94,7 @@ class LateAnswers:
         """
         with self._lock:
             self.close()
-            self._rejected = {}
+            self._rejected, self._saved = {}, []
             self.earlier, self.steps = earlier, steps
             if self.folder is not None:
                 self.run = run or secrets.token_hex(8)
@@ -122,10 +123,11 @@ class LateAnswers:
                     full="oldest",
                     folder=self.folder,
                     round=rounds,
+                    # The next round asks its clients anew; the models of later ones will be others.
+                    lost_from=rounds,
                     run=self.run,
                 )
-                # The next round asks its clients anew, and the models of later ones will be others.
-                for sender, number in inbox.discard(lambda _, number: number >= rounds):
+                for sender, number in inbox.lost:
                     again = "its round is begun again, after a restart"
                     after = "its round is after that of the checkpoint"
                     self._rejected[sender, number + 1] = again if number == rounds else after
@@ -309,14 +311,22 @@ class LateAnswers:
             found = [] if self._inbox is None else self._inbox.waiting()
         return [(sender, number + 1) for sender, number in found]
 
-    def settle(self, rounds: int) -> None:
-        """Delete the files of the answers that a checkpoint of ``rounds`` rounds contains.
+    def saved(self, rounds: int, keep: int) -> None:
+        """Note that a checkpoint was written, and delete the files that no kept one needs.
+
+        These are the files of the answers that the oldest one contains. While this process has not
+        written all that are kept, it does not know the oldest one, and deletes none.
+
+        Args:
+            rounds: the number of finished rounds in the checkpoint.
+            keep: the number of checkpoints that are kept, this one included.
 
         Raises:
             OSError: a file cannot be deleted.
         """
-        if self._inbox is not None:
-            self._inbox.settle(rounds)
+        self._saved = [*self._saved, rounds][-keep:]
+        if self._inbox is not None and len(self._saved) == keep:
+            self._inbox.settle(self._saved[0])
 
 
 def _columns(taken: Answers | None) -> tuple[list[Any], ...]:

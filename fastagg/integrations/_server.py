@@ -659,7 +659,7 @@ class AggregationServer:
         if not self._settled:  # a model without the noise, say, must never be sent
             return
         self.save(self.checkpoint_path)
-        self._late.settle(self.rounds)
+        self._late.saved(self.rounds, self.checkpoint_keep)
         self._saved_rounds, self._clients_changed = self.rounds, False
 
     def _try_to_save(self) -> str | None:

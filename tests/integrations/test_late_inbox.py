@@ -92,7 +92,7 @@ def test_a_late_answer_survives_and_counts_once(
     ends = []
     for killed in (False, True):
         (tmp_path / str(killed)).mkdir()
-        run = Run(npy, tmp_path / str(killed), rule)
+        run = Run(npy, tmp_path / str(killed), rule, checkpoint_keep=1)
         run.round(0, 1)
         assert run.late(2, 1, note={"metrics": {"x": math.inf, "b": b"\x00"}}) is None
         if killed:
@@ -201,7 +201,7 @@ def test_a_round_that_is_begun_again_asks_its_clients_anew(made: Callable[..., R
 
 def test_a_round_without_a_step_keeps_late_answers(made: Callable[..., Run]) -> None:
     """They wait for a step, also in a folder across a restart; rejected ones do not."""
-    run = made("mifa", min_answers=3)
+    run = made("mifa", min_answers=3, checkpoint_keep=1)
     run.round(0, 1, 2)
     run.begin()
     run.close(0)
@@ -220,7 +220,7 @@ def test_a_round_without_a_step_keeps_late_answers(made: Callable[..., Run]) -> 
 @pytest.mark.parametrize("rule", ["fedavg", "mifa"])
 def test_a_round_of_too_few_clients_keeps_late_answers(made: Callable[..., Run], rule: str) -> None:
     """``mifa`` takes a step without clients; ``fedavg`` skips the round."""
-    run = made(rule, min_active=3)
+    run = made(rule, min_active=3, checkpoint_keep=1)
     run.round(0, 1, 2)
     run.begin()
     run.close(0)
@@ -518,6 +518,7 @@ def server(folder: Path) -> Server:
         staleness="constant",
         max_staleness=2,
         checkpoint_path=folder / "run",
+        checkpoint_keep=1,
         inbox_path=folder / "inbox",
         round_seconds=0.001,
         max_empty_rounds=9,

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
@@ -399,6 +400,38 @@ def test_a_late_answer_before_the_first_round_after_a_restart(folder: bool, tmp_
     if folder:
         assert run.answer(1, 1) == "has answered in round 1 already"
     assert run.round([(0, 2)]).late == {"1": 1, "2": 1} if folder else {"2": 1}
+
+
+@pytest.mark.parametrize("keep", [1, 2, 3])
+def test_an_older_checkpoint_has_its_late_answers(keep: int, tmp_path: Path) -> None:
+    options: dict[str, Any] = {"checkpoint_path": tmp_path / "run", "inbox_path": tmp_path / "late"}
+    options |= {"checkpoint_keep": keep, "max_staleness": 5}
+    run = Run(server("mifa", **options))
+    answers = [[(0, 1)], [(0, 2), (1, 1)], [(0, 3), (1, 2)], [(0, 4), (1, 3)]]
+    for number, arrived in enumerate(answers, start=1):
+        run.round(arrived)
+        if number < len(answers):
+            assert run.answer(2, number) is None  # waits; the checkpoint says that it has come
+    end = run.loop.model_bytes()
+    run.loop.close()
+    for back in range(keep):
+        shutil.copytree(tmp_path, tmp_path / f"copy {back}", ignore=lambda *_: ["copy 0", "copy 1"])
+        again = {**options, "inbox_path": tmp_path / f"copy {back}" / "late"}
+        again["checkpoint_path"] = tmp_path / f"copy {back}" / "run"
+        run.loop = server("mifa", **again)
+        run.loop.resume(again["checkpoint_path"].with_name(f"run.{back}" if back else "run"))
+        rounds = run.loop.rounds
+        assert rounds == len(answers) - back
+        for number, arrived in enumerate(answers, start=1):
+            if number > rounds:
+                # Late answers to rounds of the checkpoint wait in the folder.
+                run.round([(client, to) for client, to in arrived if to > rounds])
+                if number < len(answers):
+                    assert run.answer(2, number) is None
+        assert run.loop.model_bytes() == end
+        run.loop.close()
+    files = [file for file in (tmp_path / "late").iterdir() if file.suffix]
+    assert len(files) <= keep, files
 
 
 def test_a_restart_while_another_server_uses_the_folder(tmp_path: Path) -> None:
