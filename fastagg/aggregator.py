@@ -228,6 +228,7 @@ class Aggregator(
         clip_norm: float | str | AdaptiveClip | Mapping[str, Any] | None = None,
         noise_multiplier: float = 0.0,
     ) -> None:
+        self._lock = CallLock()
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
         self.server_lr = server_lr
@@ -251,17 +252,23 @@ class Aggregator(
         self.columns = Columns(segment_columns(self.num_params))
         self.committed = 0
         self.last_report: StepReport | None = None
-        self._lock = CallLock()
 
     @property
     def server_lr(self) -> float:
-        """The server learning rate: finite, >= 0."""
+        """The server learning rate: finite, >= 0. Setting it waits for calls of other threads.
+
+        Raises:
+            RuntimeError: it is set within a call of this aggregator (in ``confirm``, say), which
+                has checked already how far the parameters will move.
+        """
         return self._server_lr
 
     @server_lr.setter
     def server_lr(self, value: float) -> None:
-        self._server_lr = read_factor("server_lr", value)
-        self._rate = factors_tensor([self._server_lr])  # as a weight
+        rate = read_factor("server_lr", value)
+        with self._alone("server_lr"):
+            self._server_lr = rate
+            self._rate = factors_tensor([rate])  # as a weight
 
     @property
     def max_norm(self) -> MaxNorm:

@@ -231,3 +231,20 @@ def test_memory_in_files_grows_back(random_rounds: Rounds, tmp_path: Path) -> No
     assert torch.equal(params, vector)
     state = twin.state_dict()
     assert all(torch.equal(value, state[key]) for key, value in agg.state_dict().items())
+
+
+def test_a_learning_rate_does_not_change_within_a_step() -> None:
+    """It was checked with the rate of before that the step stays in the range of float32."""
+    for options in ({}, {"server_optimizer": "momentum"}):
+        agg = fastagg.make("mifa", num_clients=3, num_params=2, **options)
+        params, seen = torch.ones(2), []
+
+        def confirm(reasons: Mapping[int, str]) -> None:
+            with pytest.raises(RuntimeError, match="server_lr: expected no other call"):
+                agg.server_lr = 3e38  # noqa: B023 (called in this iteration)
+            seen.append(reasons)  # noqa: B023
+
+        agg.step(params, torch.full((2, 2), 3.0), [0, 1], confirm=confirm)
+        assert params.tolist() == [3.0, 3.0] and seen == [{}]
+        agg.server_lr = 0.5
+        assert agg.server_lr == 0.5
