@@ -86,7 +86,8 @@ class DataCommand:
     name: tyro.conf.Positional[str]
     """Name of the data set; `fastagg-sim list` shows all."""
     source: Annotated[Path | None, tyro.conf.arg(name="from")] = None
-    """Folder (or archive) with the original files, tried before any download."""
+    """Folder (or archive) with the original files, tried before any download. It is not read if the
+    cache has the data."""
 
     def execute(self, console: Console) -> int:
         from fastagg_sim import data

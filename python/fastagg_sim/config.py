@@ -15,6 +15,7 @@ import itertools
 import json
 import math
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any, get_type_hints
 
@@ -30,6 +31,18 @@ OF_THE_TASK = {
     "num_params": "the model",
     "local_work": "local training (the learning rate and the steps of each client)",
 }
+_OF_PROCESSES = ("name", "num_clients", "seed", "groups", "label_counts")
+_OF_PARTITIONS = ("name", "num_clients", "seed", "labels", "clients", "train_fraction")
+_OF_DATA = ("name", "seed", "root")
+
+
+def _refuse_options_of_the_run(
+    what: str, options: Mapping[str, Any], names: tuple[str, ...]
+) -> None:
+    """Raise ConfigError if one of `options` is among the `names` that the run passes itself."""
+    for name in names:
+        if name in options:
+            raise ConfigError(f"{what}: expected no option {name}; the settings of the run have it")
 
 
 class ConfigError(ValueError):
@@ -204,6 +217,10 @@ class Dropout:
     options: dict[str, Any] = field(default_factory=dict)
     seed_options: dict[str, dict[str, Any]] = field(default_factory=dict)
 
+    def __post_init__(self) -> None:
+        for options in (self.options, *self.seed_options.values()):
+            _refuse_options_of_the_run(f"dropout {self.process!r}", options, _OF_PROCESSES)
+
     def only(self, seed: int) -> Dropout:
         """Return this setting without the options of other seeds."""
         mine = {key: value for key, value in self.seed_options.items() if key == str(seed)}
@@ -233,6 +250,9 @@ class Latency:
 
     process: str
     options: dict[str, Any] = field(default_factory=dict)
+
+    def __post_init__(self) -> None:
+        _refuse_options_of_the_run(f"latency {self.process!r}", self.options, _OF_PROCESSES)
 
 
 @dataclass(frozen=True)
@@ -320,6 +340,8 @@ class Task:
     max_seconds: float | None = None
 
     def __post_init__(self) -> None:
+        _refuse_options_of_the_run("data_options", self.data_options, _OF_DATA)
+        _refuse_options_of_the_run("partition_options", self.partition_options, _OF_PARTITIONS)
         _require(self.train_loss >= 0, "train_loss", "at least 0", self.train_loss)
         _require(self.device in DEVICES, "device", " or ".join(map(repr, DEVICES)), self.device)
         _require(self.rounds >= 1, "rounds", "at least 1", self.rounds)

@@ -233,7 +233,7 @@ def check_same(old: dict[str, object], new: dict[str, object], file: Path) -> No
     if differing:
         raise ConfigError(
             f"{file}: the folder belongs to another configuration: {'; '.join(differing)}; "
-            "choose another --out, or delete the folder to start again"
+            "choose another --out or --name, or delete the folder to start again"
         )
 
 

@@ -275,7 +275,8 @@ def similarity_figure(named: Sequence[tuple[str, Scores]], target: Path) -> Path
     )
     colors = matplotlib.colormaps["viridis"].with_extremes(bad="#e8e8e8")
     values = np.concatenate([scores.matrix.ravel() for _, scores in named])
-    low, high = min(0.0, np.nanmin(values)), max(1.0, np.nanmax(values))
+    scored = values[np.isfinite(values)]  # none, if no two clients were ever active together
+    low, high = scored.min(initial=0.0), scored.max(initial=1.0)
     scale = matplotlib.cm.ScalarMappable(matplotlib.colors.Normalize(low, high), colors)
     for panel, (title, scores) in zip(panels[0], named, strict=True):
         size = len(scores.matrix)

@@ -31,26 +31,40 @@ def check_name(kind: str, name: str, known: Collection[str]) -> None:
         raise ValueError(f"unknown {kind} {name!r}; there are: {names}.{hint}")
 
 
-def call(kind: str, name: str, make: Callable[..., T], *fixed: Any, **options: Any) -> T:
-    """Return `make(*fixed, **options)`.
+def call(
+    kind: str,
+    name: str,
+    make: Callable[..., T],
+    *fixed: Any,
+    of_the_run: Mapping[str, Any] | None = None,
+    **options: Any,
+) -> T:
+    """Return `make(*fixed, **of_the_run, **options)`.
+
+    of_the_run: arguments that are not listed as options.
 
     Raises TypeError, listing the known options, if `options` do not match the signature of `make`,
     and ValueError, naming the option, for a value of another type than its annotation.
     """
     signature = inspect.signature(make)
+    given = of_the_run or {}
     try:
-        signature.bind(*fixed, **options)
+        signature.bind(*fixed, **given, **options)
     except TypeError as error:
-        known = ", ".join(list(signature.parameters)[len(fixed) :]) or "none"
-        raise TypeError(f"{kind} {name!r}: {error}; options: {known}") from None
+        known = [key for key in [*signature.parameters][len(fixed) :] if key not in given]
+        unknown = [key for key in options if key not in signature.parameters]
+        hint = did_you_mean(unknown[0], known) if unknown else ""
+        why = f"got an unexpected keyword argument {unknown[0]!r}" if unknown else error
+        listed = ", ".join(known) or "none"
+        raise TypeError(f"{kind} {name!r}: {why}; options: {listed}.{hint}") from None
     try:
-        made = make(*fixed, **options)
+        made = make(*fixed, **given, **options)
     except ValueError:  # it says more than the type
         raise
     except Exception:
-        _check_types(make, options)
+        _check_types(make, {**given, **options})
         raise
-    _check_types(make, options)  # a bool is accepted where numbers are compared
+    _check_types(make, {**given, **options})  # a bool is accepted where numbers are compared
     return made
 
 

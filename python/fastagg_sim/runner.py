@@ -20,6 +20,7 @@ import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
+from multiprocessing import resource_tracker
 from multiprocessing.connection import Connection, wait
 from multiprocessing.context import ForkServerContext, SpawnContext
 from multiprocessing.process import BaseProcess
@@ -171,10 +172,11 @@ class _Pool:
             process = self._context.Process(
                 target=_worker, args=(folder, theirs, self._checkpoint_seconds, gpu), daemon=True
             )
-            process.start()
-            theirs.close()
-            self._running[ours] = _Running(folder, process, slot)
-            self._progress.started(folder.job)
+            with _signals_wait():
+                process.start()
+                theirs.close()
+                self._running[ours] = _Running(folder, process, slot)
+                self._progress.started(folder.job)
 
     def step(self, timeout: float = 0.5) -> None:
         for pipe in wait(list(self._running), timeout):
@@ -236,6 +238,25 @@ def _sigterm_as_interrupt() -> Iterator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
+
+
+@contextmanager
+def _signals_wait() -> Iterator[None]:
+    """Let Ctrl-C and SIGTERM wait, for this process and for those that are started here.
+
+    They also reach the fork server, which imports torch for some seconds when the first worker is
+    started, and would die with a traceback. It goes on to hold them back, and so do its workers.
+    """
+    if not hasattr(signal, "pthread_sigmask"):  # Windows
+        yield
+        return
+    # The first call lets these signals through again, and a later one does nothing.
+    resource_tracker.ensure_running()
+    held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, held)
 
 
 def default_workers() -> int:

@@ -115,6 +115,27 @@ def test_killed_run_ends_with_the_same_csv(
 
 @pytest.mark.slow
 @pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("seconds", [0.0, 1.0])
+def test_interrupted_while_its_workers_start(
+    number: signal.Signals, seconds: float, tmp_path: Path, uninterrupted: bytes
+) -> None:
+    """The fork server imports torch then; the signal reaches it, too."""
+    with started(tmp_path) as process:
+        deadline = time.monotonic() + HANG
+        while not list(tmp_path.glob("jobs/*")):
+            assert process.poll() is None and time.monotonic() < deadline
+            time.sleep(0.02)
+        time.sleep(seconds)
+        os.killpg(process.pid, number)
+        output = process.communicate(timeout=HANG)[0]
+    assert process.returncode == 130, output
+    assert "stopped" in output
+    assert "Traceback" not in output and "failed" not in output
+    assert finish(tmp_path) == uninterrupted
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
 def test_interrupted_run_saves_and_goes_on(
     number: signal.Signals, tmp_path: Path, uninterrupted: bytes
 ) -> None:

@@ -42,8 +42,11 @@ def fetch_images(
 ) -> Path:
     """Get `images` and store it in the cache folder `root`, as `fastagg_sim.data.fetch` describes.
 
-    Returns the cached file. Raises DataNotFoundError, listing all attempts, if no source has it.
+    Returns the cached file. Raises DataNotFoundError if there is no `source_dir`, or if no source
+    has the data set; then it lists all attempts.
     """
+    if source_dir is not None and not source_dir.exists():
+        raise DataNotFoundError(f"{source_dir}: there is no such folder or archive")
     try:
         read_cache(images, root)
         path = cache_path(images, root)

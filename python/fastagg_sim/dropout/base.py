@@ -171,14 +171,16 @@ def make_dropout(
         "dropout process",
         name,
         lookup("dropout process", name, PROCESSES),
-        num_clients=num_clients,
-        seed=seed,
-        groups=None if groups is None else tuple(int(group) for group in groups),
-        label_counts=(
-            None
-            if label_counts is None
-            else tuple(tuple(int(count) for count in row) for row in label_counts)
-        ),
+        of_the_run={
+            "num_clients": num_clients,
+            "seed": seed,
+            "groups": None if groups is None else tuple(int(group) for group in groups),
+            "label_counts": (
+                None
+                if label_counts is None
+                else tuple(tuple(int(count) for count in row) for row in label_counts)
+            ),
+        },
         **options,
     )
 

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Literal
 
 from fastagg_sim.config import Config, Dropout, LocalTraining, Method, Task
 from fastagg_sim.experiments._base import Claim, Expected, Experiment, Options
@@ -31,8 +32,8 @@ class DemoOptions(Options):
     """Seeds; the demo is repeated once per seed."""
     alphas: tuple[float, ...] = (0.5, 0.7)
     """Dropout ratios."""
-    process: str = "cluster-floor"
-    """Dropout process: cluster-floor or exact."""
+    process: Literal["cluster-floor", "exact"] = "cluster-floor"
+    """Dropout process."""
 
     def dropouts(self) -> tuple[Dropout, ...]:
         return tuple(Dropout(self.process, {"alpha": alpha}) for alpha in self.alphas)

@@ -104,9 +104,11 @@ def make_latency(
         "latency process",
         name,
         lookup("latency process", name, LATENCIES),
-        num_clients=num_clients,
-        seed=seed,
-        groups=None if groups is None else tuple(int(group) for group in groups),
+        of_the_run={
+            "num_clients": num_clients,
+            "seed": seed,
+            "groups": None if groups is None else tuple(int(group) for group in groups),
+        },
         **options,
     )
 

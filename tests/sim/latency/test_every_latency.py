@@ -51,7 +51,7 @@ class TestEveryLatency:
         assert bare.seconds(3, 5) == make(name).seconds(3, 5)
 
     def test_bad_arguments_are_refused(self, name: str) -> None:
-        with pytest.raises(TypeError, match=f"latency process '{name}'.*bogus.*options: num_clie"):
+        with pytest.raises(TypeError, match=f"latency process '{name}'.*bogus.*options: m"):
             make(name, bogus=1)
         with pytest.raises(IndexError, match=r"client: expected an id in \[0, 20\), got 20"):
             make(name).seconds(20, 0)

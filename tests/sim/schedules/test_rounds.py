@@ -84,6 +84,8 @@ class TestDeadline:
             schedule("deadline", EACH, **options)
         with pytest.raises(TypeError, match=r"schedule 'deadline'.*'seconds'; options: seconds, l"):
             schedule("deadline", EACH)
+        with pytest.raises(TypeError, match=r"argument 'secs'; .*Did you mean 'seconds'[?]"):
+            schedule("deadline", EACH, secs=2.0)
 
 
 class TestOverSelection:
