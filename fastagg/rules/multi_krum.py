@@ -45,6 +45,7 @@ class MultiKrum(SketchedGramRule):
 
     Args:
         num_byzantine: f, the largest number of Byzantine clients among the n active ones, >= 0.
+            With 0, and without ``keep``, the rule is the mean of all updates.
         keep: the number of updates in the mean, >= 1; all n if ``keep`` is larger. None: n - f.
         sketch, seed: distances from random projections; see
             :class:`fastagg.rules._sketched_gram_rule.SketchedGramRule`.
