@@ -89,6 +89,15 @@ def finish(out: Path) -> bytes:
     return (out / "metrics.csv").read_bytes()
 
 
+def interrupt(process: subprocess.Popen[str], number: signal.Signals) -> str:
+    """Send a signal to a run and its workers; return what the run has printed."""
+    os.killpg(process.pid, number)
+    output = process.communicate(timeout=HANG)[0]
+    assert process.returncode == 130, output
+    assert "stopped" in output and "Traceback" not in output and "failed" not in output
+    return output
+
+
 @pytest.fixture(scope="module")
 def uninterrupted(tmp_path_factory: pytest.TempPathFactory) -> bytes:
     return finish(tmp_path_factory.mktemp("reference"))
@@ -114,23 +123,18 @@ def test_killed_run_ends_with_the_same_csv(
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
-@pytest.mark.parametrize("seconds", [0.0, 1.0])
+@pytest.mark.parametrize("seconds", [0.0, 0.5])
 def test_interrupted_while_its_workers_start(
-    number: signal.Signals, seconds: float, tmp_path: Path, uninterrupted: bytes
+    seconds: float, tmp_path: Path, uninterrupted: bytes
 ) -> None:
-    """The fork server imports torch then; the signal reaches it, too."""
+    """The fork server imports torch then; Ctrl-C reaches it, too."""
     with started(tmp_path) as process:
         deadline = time.monotonic() + HANG
         while not list(tmp_path.glob("jobs/*")):
             assert process.poll() is None and time.monotonic() < deadline
             time.sleep(0.02)
         time.sleep(seconds)
-        os.killpg(process.pid, number)
-        output = process.communicate(timeout=HANG)[0]
-    assert process.returncode == 130, output
-    assert "stopped" in output
-    assert "Traceback" not in output and "failed" not in output
+        interrupt(process, signal.SIGINT)
     assert finish(tmp_path) == uninterrupted
 
 
@@ -141,9 +145,6 @@ def test_interrupted_run_saves_and_goes_on(
 ) -> None:
     with started(tmp_path) as process:
         wait_for_checkpoints(tmp_path, process, 1)
-        os.killpg(process.pid, number)
-        output = process.communicate(timeout=HANG)[0]
-    assert process.returncode == 130, output
+        output = interrupt(process, number)
     assert "run the same command again to resume" in output
-    assert "Traceback" not in output and "failed" not in output
     assert finish(tmp_path) == uninterrupted
