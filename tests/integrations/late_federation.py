@@ -58,6 +58,7 @@ def options(folder: Path) -> dict[str, Any]:
     return {
         "num_clients": K,
         "checkpoint_path": folder / "run",
+        "checkpoint_keep": 1,  # so that files of used answers go with the next checkpoint
         "inbox_path": folder / "inbox",
         "fraction_evaluate": 0.0,
     }
