@@ -231,7 +231,7 @@ class Aggregator(
         self._lock = CallLock()
         self.num_clients = read_size("num_clients", num_clients)
         self.num_params = read_size("num_params", num_params)
-        self.server_lr = server_lr
+        self._set_server_lr(read_factor("server_lr", server_lr))
         self.device = read_device(device)
         if nonfinite not in ("raise", "drop"):
             raise ValueError(f'nonfinite: expected "raise" or "drop", got {nonfinite!r}')
@@ -267,8 +267,11 @@ class Aggregator(
     def server_lr(self, value: float) -> None:
         rate = read_factor("server_lr", value)
         with self._alone("server_lr"):
-            self._server_lr = rate
-            self._rate = factors_tensor([rate])  # as a weight
+            self._set_server_lr(rate)
+
+    def _set_server_lr(self, rate: float) -> None:
+        self._server_lr = rate
+        self._rate = factors_tensor([rate])  # as a weight
 
     @property
     def max_norm(self) -> MaxNorm:
