@@ -19,7 +19,7 @@ from fastagg import ops
 from fastagg.ops import Rows
 from fastagg.ops.row_lists import RowList
 from fastagg.ops.scales import SCALE_BLOCK, num_scales
-from fastagg.updates.small import copy_in_pieces_, rows_in_order
+from fastagg.updates.small import rows_in_order
 
 SCRATCH_BYTES = 64 << 20
 """Budget in bytes for converting rows of another dtype, if no streamed row sets a budget. A piece
@@ -224,8 +224,6 @@ class _Reader:
             else:
                 part = row[begin:end]
                 if part.dtype != torch.float32:
-                    copy = next(copies)
-                    copy_in_pieces_(copy, part)
-                    part = copy
+                    part = next(copies).copy_(part)
             parts.append(part)
         return parts

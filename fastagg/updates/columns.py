@@ -47,13 +47,7 @@ from fastagg.updates.any_rows import (
     scale_blocks,
 )
 from fastagg.updates.differences import DifferenceRow, read_together
-from fastagg.updates.small import (
-    copy_in_pieces_,
-    on_cpu,
-    scale_in_pieces_,
-    uninitialized,
-    zeros,
-)
+from fastagg.updates.small import on_cpu, uninitialized, zeros
 
 # This module is public as `fastagg.columns`. What it had before rows had modules of their own can
 # be imported from here as well.
@@ -625,9 +619,9 @@ def _squares(rows: Rows, segment: int | None = None) -> Tensor:
 def _copy(target: Tensor, row: Tensor, factor: float) -> None:
     """Set ``target`` to a float32 row times a factor, rounded to float32 and then to its dtype."""
     if factor == 1.0:
-        copy_in_pieces_(target, row)
+        target.copy_(row)
     else:
-        scale_in_pieces_(target, row, factor)
+        torch.mul(row, factor, out=target)
 
 
 def _on_gpu(rows: Rows) -> bool:

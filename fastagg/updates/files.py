@@ -23,7 +23,6 @@ from fastagg.options import few, read_count, read_size
 from fastagg.tensor_file import TensorFileError
 from fastagg.updates.any_rows import StreamedRow
 from fastagg.updates.layout import FlatLayout
-from fastagg.updates.small import copy_in_pieces_
 from fastagg.updates.streams import BUDGET, ColumnSource
 
 _DTYPES = ("F32", "F16", "BF16", "F64")
@@ -154,7 +153,7 @@ class _FileRow(StreamedRow):
             else:
                 narrow = torch.empty(len(part), dtype=place.dtype, device="cpu")
                 tensor_file.read_into(descriptor, narrow, offset)
-                copy_in_pieces_(part, narrow)
+                part.copy_(narrow)
             column = stop
             if column == place.stop:
                 index += 1

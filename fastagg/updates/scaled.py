@@ -5,12 +5,12 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+import torch
 from torch import Tensor
 
 from fastagg.updates.allocation import allocate_rows
 from fastagg.updates.any_rows import AnyRow, AnyRows, StreamedRow, alike, each_row
 from fastagg.updates.cohort import Cohort
-from fastagg.updates.small import scale_in_pieces_
 
 
 class ScaledRow(StreamedRow):
@@ -34,8 +34,7 @@ class ScaledRow(StreamedRow):
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
         row = self._row
         part = row.read(begin, end, scratch) if isinstance(row, StreamedRow) else row[begin:end]
-        scale_in_pieces_(scratch, part, self._factor)
-        return scratch
+        return torch.mul(part, self._factor, out=scratch)
 
 
 def scaled_when_read(rows: AnyRows, scales: Tensor | None) -> AnyRows:
@@ -70,6 +69,5 @@ def scaled(cohort: Cohort, factors: Sequence[float]) -> Cohort:
         if isinstance(row, StreamedRow):
             rows[position] = ScaledRow(row, factor)
         else:
-            rows[position] = copy = next(copies)
-            scale_in_pieces_(copy, row, factor)
+            rows[position] = torch.mul(row, factor, out=next(copies))
     return cohort.with_rows(alike(cohort.rows, rows))

@@ -26,7 +26,6 @@ from torch import Tensor
 
 from fastagg.options import MOST, read_count, read_size
 from fastagg.updates.any_rows import StreamedRow
-from fastagg.updates.small import copy_in_pieces_
 
 BUDGET = 1 << 28
 """Default budget of a source: 256 MiB."""
@@ -82,8 +81,7 @@ class _TensorRow(StreamedRow):
         self._tensor = tensor
 
     def read(self, begin: int, end: int, scratch: Tensor) -> Tensor:
-        copy_in_pieces_(scratch, self._tensor[begin:end])
-        return scratch
+        return scratch.copy_(self._tensor[begin:end])
 
 
 class ColumnBlocks(ColumnSource):
