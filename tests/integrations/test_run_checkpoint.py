@@ -60,7 +60,9 @@ print(growth(lambda: server.save("run")), growth(lambda: other.resume("run")))
 def test_a_checkpoint_copies_no_remembered_rows(tmp_path: Path) -> None:
     """In units of the rows. A resumed run has new rows, and the file's beside them for a moment."""
     saving, resuming = map(float, run_script(ONE_ROUND, tmp_path).split())
-    assert saving < 0.3
+    # A copy of the rows would be 1. Vectors of the model are a fortieth each; how many of them the
+    # allocator takes anew depends on what it has kept, so 0.15 to 0.31 were seen.
+    assert saving < 0.5
     assert 0.9 < resuming < 2.3
 
 
