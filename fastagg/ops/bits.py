@@ -68,7 +68,7 @@ def pick(bits: Tensor, rows: Tensor, columns: Tensor) -> Tensor:
         bool [R, C].
     """
     rows, columns = rows.to(bits.device), columns.to(bits.device)
-    if bits.is_cpu:  # torch would start threads for 2^15 pairs, and they would spin afterwards
+    if bits.is_cpu:  # for 2^15 pairs, torch would start threads, which keep cores busy afterwards
         place = columns.numpy()
         flags = bits.numpy()[rows.numpy()].take(place // 8, axis=1)
         flags >>= (place % 8).astype(np.uint8)

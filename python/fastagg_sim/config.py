@@ -31,6 +31,7 @@ OF_THE_TASK = {
     "num_params": "the model",
     "local_work": "local training (the learning rate and the steps of each client)",
 }
+# Arguments of processes, partitions and data sets that the run passes: they are no options.
 _OF_PROCESSES = ("name", "num_clients", "seed", "groups", "label_counts")
 _OF_PARTITIONS = ("name", "num_clients", "seed", "labels", "clients", "train_fraction")
 _OF_DATA = ("name", "seed", "root")
@@ -42,7 +43,7 @@ def _refuse_options_of_the_run(
     """Raise ConfigError if one of `options` is among the `names` that the run passes itself."""
     for name in names:
         if name in options:
-            raise ConfigError(f"{what}: expected no option {name}; the settings of the run have it")
+            raise ConfigError(f"{what}: expected no option {name}, which the run sets itself")
 
 
 class ConfigError(ValueError):

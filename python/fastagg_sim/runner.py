@@ -242,15 +242,15 @@ def _sigterm_as_interrupt() -> Iterator[None]:
 
 @contextmanager
 def _signals_wait() -> Iterator[None]:
-    """Let Ctrl-C and SIGTERM wait, for this process and for those that are started here.
+    """Block SIGINT (Ctrl-C) and SIGTERM; this process gets those that come meanwhile at the end.
 
-    They also reach the fork server, which imports torch for some seconds when the first worker is
-    started, and would die with a traceback. It goes on to hold them back, and so do its workers.
+    Both also reach the fork server, which is started with the first worker and imports torch for
+    some seconds. It would end with a traceback. A process that is started here keeps them blocked.
     """
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # The first call lets these signals through again, and a later one does nothing.
+    # Starting a worker calls this, too. The first call unblocks both signals; later ones do nothing.
     resource_tracker.ensure_running()
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
