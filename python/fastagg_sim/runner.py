@@ -250,7 +250,7 @@ def _signals_wait() -> Iterator[None]:
     if not hasattr(signal, "pthread_sigmask"):  # Windows
         yield
         return
-    # Starting a worker calls this, too. The first call unblocks both signals; later ones do nothing.
+    # start() calls this, too. The first call unblocks both signals at its end, later ones do not.
     resource_tracker.ensure_running()
     held = signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
     try:
